@@ -53,7 +53,7 @@ class ProcessWatch::Watched {
       const std::string path = "/proc/" + std::to_string(pid) + "/stat";
       stat_ = Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
     }
-    start_ = start_of(pid);  // read last, so that it is that of the process that is held
+    start_ = start_of(pid);  // read last: if it is that of a later process, the one that is held has ended
   }
 
   /// What start_of() says of it.

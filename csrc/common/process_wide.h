@@ -19,7 +19,7 @@ struct ProcessWide {
 
  private:
   static ProcessWide* make() noexcept {
-    only = new ProcessWide;
+    only = new ProcessWide;  // before the handlers are registered, which use it
     ::pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); },
                      [] {
                        get().value.in_child();

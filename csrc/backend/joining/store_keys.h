@@ -64,7 +64,7 @@ class StoreKeys final : public KeyValues {
     Deadline deadline;  ///< for calls that wait for no other rank
     /// Called while a key is waited for, on another thread than the caller's; throws if it will never be set.
     std::function<void(c10d::Store&)> check;
-    std::chrono::microseconds pause;  ///< the longest time between two checks for a key; the first is a hundredth of it
+    std::chrono::microseconds pause;  ///< the longest one between two checks for a key; the first is a hundredth of it
   };
 
   StoreKeys(StorePtr store, std::string prefix, Terms terms)

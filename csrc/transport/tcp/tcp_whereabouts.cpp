@@ -96,7 +96,9 @@ AskedPeer own_tcp_whereabouts(const std::vector<SocketAddress>& addresses, const
     }
     return *own.value.self;
   } catch (const std::exception&) {
-    return {};  // no descriptor, port or thread: nobody can ask
+    // No descriptor, port or thread: nobody can ask, unless another thread has just succeeded.
+    const std::lock_guard<std::mutex> lock(own.mutex);
+    return own.value.self.value_or(AskedPeer());
   }
 }
 

@@ -19,7 +19,7 @@ struct AskedPeer {
   std::vector<SocketAddress> addresses;  ///< with ports
 };
 
-/// This process. The first call opens a port of the range at each of those addresses, and starts the thread.
+/// This process. The first call that can opens a port of the range at each of those addresses, and starts the thread.
 AskedPeer own_tcp_whereabouts(const std::vector<SocketAddress>& addresses, const PortRange& ports);
 
 /// What each of the processes answers, or why it does not, as the end of a sentence. Takes at most kAskingTime.

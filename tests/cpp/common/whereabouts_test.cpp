@@ -76,7 +76,7 @@ TEST(a_forked_child_is_asked_for_itself) {
   CHECK_EQ(own_whereabouts().inode, parent.inode);
 }
 
-#ifndef __SANITIZE_THREAD__
+#ifndef __SANITIZE_THREAD__  // it takes the child's thread for that of its parent at the same address, and ends it
 TEST(a_process_can_be_forked_while_another_thread_makes_it_known) {
   CHECK(can_fork_during([] { return own_whereabouts().fd >= 0; }));
 }

@@ -29,8 +29,6 @@ inline bool in_child(const std::function<bool()>& body) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-#ifndef __SANITIZE_THREAD__  // a child of several threads may start none there
-
 /// Returns whether `call` succeeds in a child that is forked while another thread makes the process's first such call.
 /// Not every fork comes at the moment that matters, so 50 processes try it.
 inline bool can_fork_during(const std::function<bool()>& call) {
@@ -56,8 +54,6 @@ inline bool can_fork_during(const std::function<bool()>& call) {
   }
   return true;
 }
-
-#endif
 
 inline int open_null() { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
 

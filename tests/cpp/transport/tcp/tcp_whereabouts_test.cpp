@@ -24,7 +24,7 @@ TEST(a_process_is_asked_over_the_network_where_it_is) {
   CHECK_EQ(texts[2], own_place());
 }
 
-#ifndef __SANITIZE_THREAD__
+#ifndef __SANITIZE_THREAD__  // it takes the child's thread for that of its parent at the same address, and ends it
 TEST(a_process_can_be_forked_while_another_thread_opens_its_sockets) {
   CHECK(can_fork_during([] { return !self().addresses.empty(); }));
 }
