@@ -25,10 +25,10 @@ _LIBRARIES = tuple(
 
 
 def describe(thread: int) -> str:
-    """Return the place in the program at which a thread is, as the end of a sentence; if it is none, the main thread.
+    """Return the place in the program at which a thread is, as the end of a sentence.
 
-    The place is a line of the program's own, with the line of a library that it has called, if any:
-    ``is at train.py:41 in load (in /usr/lib/python3.12/threading.py:327 in wait)``.
+    The place is a line of the program's own, with the line of a library that it has called, if any; if there is no such
+    thread, that of the main thread: ``is at train.py:41 in load (in /usr/lib/python3.12/threading.py:327 in wait)``.
     """
     frames = sys._current_frames()
     innermost = frames.get(thread) or frames[threading.main_thread().ident or 0]

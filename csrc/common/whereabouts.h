@@ -30,8 +30,8 @@ struct AskedProcess {
   uint64_t inode = 0;  ///< the pipe's, by which it is recognised
 };
 
-/// This process. The first call that can makes the pipe and the thread. If there is no descriptor or thread for them,
-/// nobody can ask.
+/// This process. Makes the pipe and the thread, unless an earlier call has. If there is no descriptor or thread for
+/// them, nobody can ask.
 AskedProcess own_whereabouts();
 
 /// How long ask_whereabouts() waits: the error of a rank that has waited too long must not take much longer.

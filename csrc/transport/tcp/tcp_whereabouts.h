@@ -19,7 +19,8 @@ struct AskedPeer {
   std::vector<SocketAddress> addresses;  ///< with ports
 };
 
-/// This process. The first call that can opens a port of the range at each of those addresses, and starts the thread.
+/// This process. Opens a port of the range at each of those addresses and starts the thread, unless an earlier call
+/// has. If it cannot, nobody can ask.
 AskedPeer own_tcp_whereabouts(const std::vector<SocketAddress>& addresses, const PortRange& ports);
 
 /// What each of the processes answers, or why it does not, as the end of a sentence. Takes at most kAskingTime.
